@@ -4,25 +4,33 @@
     --output=results/NAME
 
 The data are those of babylm-org/babylm-eval. full_eval/ scores the newest
-checkpoint, and its glue_filtered/ fine-tunes it (--preset=2026). fast_eval/
-scores each kept step of checkpoint.words. Tasks without data are left out, and
-existing results are kept. OUTPUT is a model's folder as
-`collate_preds.py` of that repository reads it: REVISION/zero_shot/MODE/... and
-main/finetune/....
+checkpoint, and its glue_filtered/ fine-tunes it (--preset=2026). fast_eval/ and
+age of acquisition score each kept step of checkpoint.words. Tasks without data
+or checkpoints are left out, and existing results are kept.
+
+--mode=causal fine-tunes with causal attention, the other modes with
+bidirectional attention, the default of `antlm eval finetune`. Give each of the
+two its own OUTPUT.
+
+OUTPUT is a model's folder as `collate_preds.py` of that repository reads it:
+REVISION/zero_shot/MODE/... and main/finetune/.... Its summary-MODE.json has the
+scores, as shares.
 
 The table has the leaderboard's nine columns, in percent, and their mean, in
-which a missing column counts as 0. GlobalPIQA and reading are means of two
-scores.
+which a missing or partial column counts as 0. GlobalPIQA and reading are means
+of two scores.
 """
 
 import pathlib
 import statistics
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 from antlm_jax import cli, settings, tables
 from antlm_jax.errors import UserError
-from antlm_jax.evals import finetune
+from antlm_jax.evals import finetune, results
+from antlm_jax.evals.finetuning.presets import PRESETS
+from antlm_jax.evals.finetuning.summary import FineTuning
 from antlm_jax.evals.score import evaluate
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.evals.zero_shot.task import mode_of
@@ -32,6 +40,7 @@ from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, argument
 
 PIPELINE = "2026"
+_TUNED = "main/finetune"
 # Tasks by folder of data, in full_eval or fast_eval or both.
 _BOTH = {
   "global_piqa_parallel": "global_piqa",
@@ -72,6 +81,36 @@ _COLUMNS = {
 }
 
 
+class Submission(NamedTuple):
+  """The leaderboard's columns.
+
+  Attributes:
+    scores: Score of each column that has data, a share.
+    partial: Tasks that a column has of all its tasks, such as `1 of 7`.
+  """
+
+  scores: Mapping[str, float]
+  partial: Mapping[str, str]
+
+  @property
+  def mean(self) -> float:
+    """Mean of all columns; a missing or partial column counts as 0."""
+    whole = (x for name, x in self.scores.items() if name not in self.partial)
+    return sum(whole) / len(_COLUMNS)
+
+  @property
+  def table(self) -> str:
+    """The columns and their mean as text, in percent."""
+    shares = {name: self.scores.get(name) for name in _COLUMNS}
+    shares["mean of nine"] = self.mean
+    rows = []
+    for name, share in shares.items():
+      score = "-" if share is None else f"{100 * share:.2f}"
+      note = f"{self.partial[name]} tasks" if name in self.partial else ""
+      rows.append((name, score, note))
+    return tables.text_table(rows, ("task", "score (%)"), "<><")
+
+
 @settings.checked
 def submission(
   model: ModelOrPath[Loaded],
@@ -86,11 +125,8 @@ def submission(
   ] = True,
   step: int | None = None,
   quiet: PythonOnly[bool] = False,
-) -> dict[str, float]:
-  """Evaluates a run for BabyLM 2026.
-
-  Returns the leaderboard's columns that have data, by name; accuracies are in
-  [0, 1].
+) -> Submission:
+  """Evaluates a run for BabyLM 2026; returns the leaderboard's columns.
 
   Args:
     model: Model of a run, or the path to it.
@@ -103,20 +139,32 @@ def submission(
     quiet: Print nothing.
 
   Raises:
-    UserError: The run kept no steps by words, or an argument or file is wrong.
+    UserError: The output has the fine-tuning of another attention or step, or
+      an argument or file is wrong.
   """
   data = pathlib.Path(data)
   output = pathlib.Path(output)
   scores: dict[str, float] = {}
+  tuned = None
   absent = {}  # folders that every checkpoint lacks, told once
   with progress.quietly(quiet):
     loaded = model_lib.open_model(model, step)
     mode = mode_of(loaded, mode)
-    revisions = model_lib.revisions(loaded)
+    attention = "causal" if mode == "causal" else "bidirectional"
+    _check_tuned(output / _TUNED, f"{loaded.step}-{attention}")
+    revisions = {}
+    try:
+      revisions = model_lib.revisions(loaded)
+    except UserError as error:  # such as a model that was imported
+      progress.say(
+        f"warning: fast_eval and age of acquisition are left out: {error}"
+      )
     for revision, path in {"main": loaded.path, **revisions}.items():
       revised = loaded if path == loaded.path else model_lib.load(path)
       is_fast = revision in revisions
       for name, task in (_FAST if is_fast else _FULL).items():
+        if task == "aoa" and not revisions:
+          continue
         folder = f"{'fast' if is_fast else 'full'}_eval/{name}"
         if not (data / folder).is_dir():
           absent[folder] = None
@@ -135,41 +183,60 @@ def submission(
     if absent:
       progress.say(f"warning: left out, not in {data}: {', '.join(absent)}")
     if tune and (data / "full_eval/glue_filtered").is_dir():
-      scores["glue"] = _tuned_score(loaded, data / "full_eval", output, mode)
+      tuned = _tuned(loaded, data / "full_eval", output / _TUNED, attention)
+      scores["glue"] = tuned.score
   if not scores:
     raise UserError(
       f"--data={data} has data for no task: give the pipeline's"
       " evaluation_data, which holds full_eval/"
     )
-  return {
+  columns = {
     column: statistics.fmean(scores[name] for name in names)
     for column, names in _COLUMNS.items()
     if scores.keys() >= {*names}
   }
+  partial = {}
+  tasks = PRESETS[PIPELINE].scores
+  if tuned and tuned.tasks.keys() < tasks.keys():
+    partial["(Super)GLUE"] = f"{len(tuned.tasks)} of {len(tasks)}"
+  result = Submission(columns, partial)
+  files.write_json(
+    output / f"summary-{mode}.json",
+    {"step": loaded.step, "mode": mode}
+    | result._asdict()
+    | {"mean_of_nine": result.mean},
+  )
+  return result
 
 
-def _tuned_score(
-  loaded: Loaded, data: pathlib.Path, output: pathlib.Path, mode: str
-) -> float:
-  """Fine-tunes a model and puts predictions in place; returns the score."""
-  attention = "causal" if mode == "causal" else "bidirectional"
-  output = output / "main/finetune"
+def _check_tuned(output: pathlib.Path, name: str) -> None:
+  """Raises a UserError if a folder has fine-tunings of another name.
+
+  The pipeline reads main/finetune/TASK for every mode.
+  """
+  for path in sorted(output.glob(f"*/*/{results.SUMMARY}")):
+    if path.parent.name != name:
+      raise UserError(
+        f"{path.parent} is fine-tuned with another attention or step than"
+        f" {name}, and the pipeline would read it: give another --output"
+      )
+
+
+def _tuned(
+  loaded: Loaded, data: pathlib.Path, output: pathlib.Path, attention: str
+) -> FineTuning:
+  """Fine-tunes a model, and puts its predictions where the pipeline reads."""
   tuned = finetune.finetune(
     loaded, data, preset=PIPELINE, attention=attention, output=output
   )
   for name, task in tuned.tasks.items():
     text = files.read_text(task.folder / "predictions.json", "predictions")
     files.write_text(output / name / "predictions.json", text)
-  return tuned.score
+  return tuned
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   arguments = cli.parsed(submission, argv, __doc__)
-  scores = submission(**arguments)
-  rows = {name: scores.get(name) for name in _COLUMNS}
-  rows["mean of nine"] = sum(scores.values()) / len(_COLUMNS)
-  shares = ("-" if x is None else f"{100 * x:.2f}" for x in rows.values())
-  head = "task", "score (%)"
-  print(tables.text_table([*zip(rows, shares, strict=True)], head, "<>"))
+  print(submission(**arguments).table)
   print(f"written to {arguments['output']}")

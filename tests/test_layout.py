@@ -64,12 +64,12 @@ BUDGETS = {
   "antlm_jax/training": 20_490,
   "configs": 2_810,
   "configs/studies": 5_080,
-  "evals": 8_620,
+  "evals": 8_640,
   "evals/benchmarks": 12_594,
   "evals/finetuning": 42_620,
   "evals/studies": 28_400,
   "evals/zero_shot": 10_770,
-  "tests": 294_700,
+  "tests": 294_400,
 }
 LAYOUT = {
   *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT),

@@ -544,7 +544,7 @@ def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
   found = {
     path.relative_to(output).as_posix(): json.loads(path.read_text())
     for path in output.rglob("*.json")
-    if path.name != "summary.json"
+    if not path.name.startswith("summary")
   }
   piqa = [f"global_piqa_{kind}" for kind in ("parallel", "nonparallel")]
   both = [f"{name}/{name}" for name in piqa] + ["reading"]
@@ -575,3 +575,34 @@ def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
   again = capsys.readouterr().out
   assert "items of" not in again
   assert again.splitlines()[-11:] == said.splitlines()[-11:]
+  # One of seven tasks is no column, in the table, the file and the mean.
+  assert re.search(r"\(Super\)GLUE +[\d.]+  1 of 7 tasks", again)
+  summary = json.loads((output / "summary-causal.json").read_text())
+  assert summary["partial"] == {"(Super)GLUE": "1 of 7"}
+  whole = sum(summary["scores"].values()) - summary["scores"]["(Super)GLUE"]
+  assert summary["mean_of_nine"] == pytest.approx(whole / 9)
+  # Masked scores would be collated with causal fine-tuning.
+  line = runs.refused("antlm_jax.evals.babylm", *words, "--mode=mlm")
+  assert "main/finetune/rte/10-causal is fine-tuned with another" in line
+  assert not (output / "main/zero_shot/mlm").exists()
+
+
+def test_a_model_without_checkpoints_by_words_has_full_scores(
+  loaded, tmp_path, capsys
+):
+  """Catches an imported baseline that is refused for want of fast_eval."""
+  write_model(tmp_path / "model", 1, loaded.params, loaded.meta)
+  pairs = toy_english.make_minimal_pairs("a", 2).values()
+  by_uid = {group[0]["UID"]: group for group in pairs}
+  for folder in ("full_eval/blimp_filtered", "fast_eval/blimp_fast"):
+    path = tmp_path / "data" / folder
+    path.parent.mkdir(parents=True)
+    write(path, **by_uid)
+  (tmp_path / "data/full_eval/aoa").mkdir()
+  words = f"--data={tmp_path / 'data'}", f"--output={tmp_path / 'out'}"
+  checkpoint = f"--checkpoint={tmp_path / 'model'}"
+  runs.main("antlm_jax.evals.babylm", checkpoint, *words, "--mode=mlm")
+  said = capsys.readouterr().out
+  assert "fast_eval and age of acquisition are left out: " in said
+  summary = json.loads((tmp_path / "out/summary-mlm.json").read_text())
+  assert [*summary["scores"]] == ["BLiMP"] and not summary["partial"]
