@@ -25,7 +25,7 @@ def test_what_cannot_be_read_is_told_with_its_name(tmp_path, read):
   for name, why in (
     ("none", "No such file"),
     ("folder", "Is a directory"),
-    ("bytes", "line 2: not UTF-8"),
+    ("bytes", "line 2: not UTF-8: .*iconv -f WINDOWS-1252 -t"),
   ):
     told = pytest.raises(UserError, match=f"cannot read the x .*{name}.*{why}")
     with told:

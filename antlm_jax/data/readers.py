@@ -701,8 +701,7 @@ def _file_lines(
     except UnicodeDecodeError as error:
       position = size - len(error.object) + error.start
       raise ValueError(
-        f"not UTF-8: {error.reason} at byte {position}; convert it (iconv -t"
-        " UTF-8)"
+        f"not UTF-8: {error.reason} at byte {position}; {parsing.CONVERT}"
       ) from error
     if "\r" in text:
       # The next block may continue the end of a line.

@@ -116,7 +116,7 @@ def read_text(
       return data.decode("utf-8-sig", "replace" if lenient else "strict")
   except UnicodeDecodeError as error:
     line = data.count(b"\n", 0, error.start) + 1
-    why = f"line {line}: not UTF-8: {error.reason}"
+    why = f"line {line}: not UTF-8: {error.reason}; {records.CONVERT}"
   except file_failures() as error:
     raise failure(
       f"cannot read {label} {path}: {_why(error)}", error

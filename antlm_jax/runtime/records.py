@@ -48,6 +48,12 @@ _MANY = 10  # lines of a quoted field, if each may be a record
 _LONGEST = 1 << 24  # characters of a quoted field that spans lines
 LONGEST_RECORD = 1 << 28  # bytes or characters: the longest chromosome fits
 
+# iconv reads the encoding of the terminal by default, which is often UTF-8.
+CONVERT = (
+  "convert it from its encoding (Latin-1 or Windows: iconv -f WINDOWS-1252 -t"
+  " UTF-8)"
+)
+
 Lines = Iterable[str]
 
 
@@ -137,9 +143,7 @@ def unmarked_lines(file: IO[str]) -> Iterator[str]:
   """
   for number, line in enumerate(bounded_lines(file), start=1):
     if not writable(line):
-      raise ValueError(
-        f"line {number} is not UTF-8; convert it (iconv -t UTF-8)"
-      )
+      raise ValueError(f"line {number} is not UTF-8; {CONVERT}")
     yield line.lstrip(MARK)
 
 
