@@ -8,7 +8,8 @@ and evaluates each epoch. A run stops if it diverges or no longer improves; the
 score is that of its best epoch.
 
 --preset chooses the tasks and their settings. Arguments override the preset.
---preset=NAME --help shows the defaults of NAME; below are those of {preset}.
+--preset=NAME --help shows the settings and defaults of NAME; below are the
+defaults of {preset}.
 
 {presets}
 
@@ -216,7 +217,7 @@ def _check_request(
   names = _setting_names(
     finetune, Grid, Hyperparameters, *PRESETS[preset].settings
   )
-  help = "antlm eval finetune --help lists them"
+  help = f"antlm eval finetune --preset={preset} --help lists them"
   settings_lib.refuse_unknown(settings, names, f"preset={preset}", help)
   for name in ("steps", "freeze"):
     if settings.get("epochs") == 0 and settings.get(name):
@@ -516,8 +517,11 @@ def _sections() -> list[type]:
   return [Grid, Hyperparameters, *dict.fromkeys(options)]
 
 
-def _finetune_parser(preset: str) -> cli.Parser:
-  """Returns the command's parser, whose help shows a preset's defaults."""
+def _finetune_parser(preset: str, alone: bool) -> cli.Parser:
+  """Returns the command's parser, whose help shows a preset's defaults.
+
+  With `alone`, the help leaves out the settings that only other presets have.
+  """
   wrapper = textwrap.TextWrapper(
     80, subsequent_indent=" " * 18, break_on_hyphens=False
   )
@@ -527,8 +531,12 @@ def _finetune_parser(preset: str) -> cli.Parser:
   parser = cli.Parser(
     description=__doc__.format(presets=presets, preset=preset)
   )
+  sources = finetune, Grid, Hyperparameters, *PRESETS[preset].settings
+  names = _setting_names(*sources)
   for source in (finetune, *_sections()):
-    add_arguments(parser, source)
+    for name, action in add_arguments(parser, source).items():
+      if alone and name not in names:
+        action.help = argparse.SUPPRESS
   # A default that differs by task is a text of all its values. It is only for
   # the help, because `parse_finetune` ignores the defaults of settings.
   defaults = PRESETS[preset].defaults
@@ -547,7 +555,8 @@ def parse_finetune(argv: Sequence[str]) -> dict[str, Any]:
   """Returns the arguments of `finetune` that a command line gives."""
   preset = cli.value_of("--preset", argv)
   default = settings_lib.fields_of(finetune)["preset"].default
-  parser = _finetune_parser(preset if preset in PRESETS else default)
+  known = preset in PRESETS
+  parser = _finetune_parser(preset if known else default, alone=known)
   # Without defaults, which a preset's settings replace.
   empty = argparse.Namespace(**dict.fromkeys(_setting_names(*_sections())))
   args = parser.parse_args(argv, empty)

@@ -587,6 +587,17 @@ def test_the_help_says_what_every_preset_is(capsys):
   )
 
 
+def test_the_help_of_a_preset_has_its_settings(capsys):
+  """Catches options that the preset refuses, in the help that it names."""
+  with pytest.raises(UserError, match="--preset=tagging --help lists them"):
+    finetune.finetune("none", [], preset="tagging", head="linear")
+  with pytest.raises(SystemExit):
+    finetune.main(["--preset=tagging", "--help"])
+  listed = capsys.readouterr().out
+  assert "--tags_column" in listed and "--lrs" in listed
+  assert "--pool" not in listed and "--temperature" not in listed
+
+
 @pytest.mark.parametrize(
   ("room", "sizes"),
   [(30, [30]), (29, [15, 15]), (8, [8, 8, 8, 6]), (1, [1] * 30)],
