@@ -2,6 +2,7 @@
 
 import collections
 import errno
+import functools
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ from antlm_jax.data import toy_english
 from antlm_jax.evals import results, score
 from antlm_jax.evals.zero_shot import ewok, pipelines
 from antlm_jax.evals.zero_shot.choices import Results
-from antlm_jax.evals.zero_shot.task import TASKS
+from antlm_jax.evals.zero_shot.task import TASKS, evaluate
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.pairs import (
@@ -111,6 +112,24 @@ def test_pairs_without_a_uid_take_the_file_name(tmp_path):
   assert [(p.uid, p.term) for p in found] == [("hypernym", "")] * 2
   lines = table(results_of(("hypernym", 1, 0)).summary())
   assert lines[3].split() == ["hypernym", "1", "100.00"]
+
+
+def test_pairs_are_a_folder_a_file_or_a_list(loaded, tmp_path):
+  """Catches a file or a list that is refused, or scores otherwise."""
+  path = tmp_path / "pairs/a.jsonl"
+  records = [{"UID": "x", **json.loads(GOOD)}] * 2
+  runs.write_lines(path, records)
+  items = [
+    evaluate(loaded, "blimp", data, mode="causal", quiet=True).items
+    for data in (path.parent, path, records)
+  ]
+  assert items[0] == items[1] == items[2]
+  refused = functools.partial(evaluate, loaded, mode="causal")
+  assert "data, line 1: not a map" in runs.told(refused, "blimp", ["a"])
+  line = runs.told(refused, "blimp", [{"sentence_good": "a"}])
+  assert "data, line 1: no text 'sentence_bad'" in line
+  assert "is no path" in runs.told(refused, "comps", records)
+  assert "data is empty" in runs.told(refused, "comps", "")
 
 
 def test_the_table_has_means_first_then_phenomena():

@@ -1,16 +1,18 @@
 """Minimal pairs and other choices, and accuracy on them.
 
-A folder holds *.jsonl files with an item per line. The fields of a minimal pair
-are `sentence_good`, `sentence_bad` and, optionally, `UID`, `linguistics_term`
-and `pair_id`. BabyLM's filtered BLiMP and its supplement have this form.
-The default `UID` is the file's name, as in the supplement.
+A folder holds *.jsonl files with an item per line; one file also works. The
+fields of a minimal pair are `sentence_good`, `sentence_bad` and, optionally,
+`UID`, `linguistics_term` and `pair_id`. BabyLM's filtered BLiMP and its
+supplement have this form. The default `UID` is the file's name, as in the
+supplement.
 """
 
 import collections
 import dataclasses
 import itertools
+import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,8 @@ from antlm_jax.errors import UserError
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.runtime import files, progress
+
+Records = Iterable[Mapping[str, Any]]  # the lines of a file, in memory
 
 
 class Choice(NamedTuple):
@@ -47,6 +51,8 @@ class Line(NamedTuple):
 
   def text(self, name: str) -> str:
     """Returns a text field, or raises a UserError if it is missing or blank."""
+    if not isinstance(self.fields, Mapping):
+      raise self.error("not a mapping of fields")
     text = self.fields.get(name)
     if not isinstance(text, str) or not text.strip():
       raise self.error(f"no text {name!r}")
@@ -58,15 +64,15 @@ class Line(NamedTuple):
 
 
 def read_items(
-  folder,
+  source: files.Path | Records,
   parse: Callable[[Line], Item | None],
   limit: int = 0,
   kind: str = "items",
 ) -> list[Item]:
-  """Reads the items of a folder.
+  """Reads the items of a folder, a file or a list.
 
   Args:
-    folder: Path to the folder.
+    source: Path to the folder or the file, or the records of a file.
     parse: Function that returns the item of a line, or None to omit it.
     limit: Largest number of items per file; 0 for all.
     kind: Name of the items in errors.
@@ -74,24 +80,46 @@ def read_items(
   Raises:
     UserError: There are no items, or a line is not an item.
   """
-  folder = files.absolute_path(folder)
-  with files.reaching(folder):
-    if why := files.absent(folder):
-      raise UserError(f"no such folder of {kind}: {folder} ({why})")
-    names = sorted(path.name for path in folder.iterdir())
+  name = _name(source)
+  if isinstance(source, str | os.PathLike):
+    paths = _item_files(files.absolute_path(source), kind)
+    lines_by_path = {path: files.read_jsonl(path, kind) for path in paths}
+  else:
+    lines_by_path = {pathlib.Path(name): enumerate(source, start=1)}
   read = []
-  for name in names:
-    if name.endswith(".jsonl") and not name.startswith("."):
-      lines = files.read_jsonl(folder / name, kind)
-      items = (parse(Line(folder / name, n, fields)) for n, fields in lines)
-      read += itertools.islice(filter(None, items), limit or None)
+  for path, lines in lines_by_path.items():
+    items = (parse(Line(path, n, fields)) for n, fields in lines)
+    read += itertools.islice(filter(None, items), limit or None)
   if not read:
-    raise UserError(f"{folder} holds no {kind} in *.jsonl files")
+    raise UserError(f"{name} holds no {kind} in *.jsonl files")
   return read
 
 
-def read_minimal_pairs(folder, limit: int = 0) -> list[Item]:
-  """Reads the minimal pairs of a folder; see `read_items`."""
+def _name(source: files.Path | Records) -> str:
+  """Returns the name of a source in messages."""
+  is_path = isinstance(source, str | os.PathLike)
+  return os.fspath(files.absolute_path(source)) if is_path else "data"
+
+
+def _item_files(path, kind: str) -> list[pathlib.Path]:
+  """Returns the *.jsonl files of a folder, or the file itself."""
+  with files.reaching(path):
+    if path.is_file():
+      return [path]
+    if why := files.absent(path):
+      raise UserError(f"no such folder of {kind}: {path} ({why})")
+    names = sorted(file.name for file in path.iterdir())
+  return [
+    path / name
+    for name in names
+    if name.endswith(".jsonl") and not name.startswith(".")
+  ]
+
+
+def read_minimal_pairs(
+  source: files.Path | Records, limit: int = 0
+) -> list[Item]:
+  """Reads the minimal pairs of a folder, a file or a list: see `read_items`."""
 
   def parse(line: Line) -> Item:
     texts = line.text("sentence_good"), line.text("sentence_bad")
@@ -103,12 +131,12 @@ def read_minimal_pairs(folder, limit: int = 0) -> list[Item]:
       term=str(fields.get("linguistics_term", "")),
     )
 
-  items = read_items(folder, parse, limit, "pairs")
+  items = read_items(source, parse, limit, "pairs")
   words = [[choice.text.strip() for choice in x.choices] for x in items]
   if equal := sum(good == bad for good, bad in words):
     progress.say(
-      f"warning: {folder}: {equal:,} of {len(items):,} pairs have the same"
-      " sentence twice, and count as wrong"
+      f"warning: {_name(source)}: {equal:,} of {len(items):,} pairs have the"
+      " same sentence twice, and count as wrong"
     )
   return items
 

@@ -133,6 +133,7 @@ TASKS["blimp"] = choices.choice_task(
     Reported("BLiMP supplement", "blimp_supplement_filtered", 5_218),
   ],
   name_2024=of_2024,
+  in_memory=True,
 )
 TASKS["comps"] = _babylm_task(comps, glue="", with_context=True)
 TASKS["entity_tracking"] = _babylm_task(entity_tracking, by_term=True)

@@ -59,6 +59,7 @@ def choice_task(
   read: Callable[[ChoiceSettings], list[Item]],
   settings: type[ChoiceSettings] = ChoiceSettings,
   reported: Sequence[Reported] = (),
+  in_memory: bool = False,
   **rules,
 ) -> ZeroShotTask:
   """Returns a task of items with choices; `rules` are those of `Rules`."""
@@ -71,6 +72,7 @@ def choice_task(
     table=functools.partial(accuracy_table, rules),
     settings=settings,
     reported=reported,
+    in_memory=in_memory,
   )
 
 

@@ -22,6 +22,7 @@ from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.framing import TextModel, trained_modes
 from antlm_jax.inference.model import Loaded, ModelOrPath, open_model
+from antlm_jax.inference.pairs import Records
 from antlm_jax.inference.scoring import BATCH_TOKENS, Mode
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import PythonOnly, Setting, argument, setting
@@ -40,7 +41,7 @@ class ZeroShotOutcome(NamedTuple):
 class TaskSettings(settings_lib.Section):
   """The data, the mode, and the settings of every task."""
 
-  data: str = ""  # path to the task's files
+  data: str | Records = ""  # path to the task's files, or its records
   mode: str = "causal"
   limit: int = setting(
     0, "Largest number of items of each file or UID; 0 for all", least=0
@@ -93,6 +94,7 @@ class ZeroShotTask:
       the summary.
     settings: Section of its settings.
     reads: Help text of `data`, if it is not a folder.
+    in_memory: Whether `data` may also be records.
     reported: Columns of `antlm report`.
   """
 
@@ -103,6 +105,7 @@ class ZeroShotTask:
   table: Mapping[str, str] | Callable[[Mapping], str]
   settings: type[TaskSettings] = TaskSettings
   reads: str = ""
+  in_memory: bool = False
   reported: Sequence[Reported] = ()
 
   def shown(self, summary: Mapping) -> str:
@@ -168,7 +171,10 @@ def _task_name(name: str) -> str:
 def evaluate(
   model: ModelOrPath[Loaded],
   task: Annotated[str, argument(choices=TASKS, read=_task_name)],
-  data: files.Path,
+  data: Annotated[
+    files.Path | Records,
+    argument(help="Path to the folder of the task's files"),
+  ],
   *,
   mode: Mode | None = None,
   output: Annotated[
@@ -190,7 +196,8 @@ def evaluate(
   Args:
     model: Model, or the path to its run or checkpoint.
     task: Name of the task.
-    data: Path to the folder of the task's files.
+    data: Path to the folder of the task's files. For blimp, also a list of
+      pairs, `{"sentence_good": TEXT, "sentence_bad": TEXT}`.
     mode: Outputs that predict a token, causal (left to right), mlm (at a mask),
       mntp (one position before it) or fused (both); by default the mode of
       training, causal if there are several.
@@ -226,7 +233,8 @@ def evaluate(
     else:
       if folder:  # before minutes of scoring
         files.check_writable(folder, folder=True)
-      progress.say(f"{len(items):,} items of {task_settings.data}, mode {mode}")
+      origin = f" of {data}" if isinstance(data, str | os.PathLike) else ""
+      progress.say(f"{len(items):,} items{origin}, mode {mode}")
       began = time.monotonic()
       outcome = zero_shot_task.score(loaded, items, task_settings)
       seconds = time.monotonic() - began  # compilation included
@@ -255,7 +263,10 @@ def mode_of(
 
 
 def build_settings(
-  task: str, data: files.Path, mode: str, settings: Mapping[str, Setting]
+  task: str,
+  data: files.Path | Records,
+  mode: str,
+  settings: Mapping[str, Setting],
 ) -> Any:
   """Returns the settings of a task; errors are those of `evaluate`."""
   section = TASKS[task].settings
@@ -265,7 +276,10 @@ def build_settings(
   task_settings = settings_lib.build(section, settings)
   # Refuses a mode or a task that the pipeline lacks.
   pipelines.options(task_settings.pipeline, mode, task)
-  return dataclasses.replace(task_settings, data=os.fspath(data), mode=mode)
+  if isinstance(data, str | os.PathLike) or not TASKS[task].in_memory:
+    settings_lib.require_path(data, "data")
+    data = os.fspath(data)
+  return dataclasses.replace(task_settings, data=data, mode=mode)
 
 
 def request_of(
