@@ -72,7 +72,9 @@ def parse_topology(
   a UserError for an unknown or impossible topology, or for several slices of
   GPUs.
   """
-  kind, colon, shape = topology.rpartition(":")
+  # A kind alone lacks a shape.
+  text = f"{topology}:" if topology in chips.NAMES else topology
+  kind, colon, shape = text.rpartition(":")
   known = kind if colon else _SMALLEST
   if any_gpus and kind == "gpu":
     known = "h100"
