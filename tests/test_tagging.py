@@ -10,6 +10,7 @@ import tokenizers
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import conll, tag_schemes, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import TrialRun
@@ -748,6 +749,27 @@ def test_predict_reads_the_files_of_training(
     return
   predictions = predict(tagger, str(path), **columns)
   assert "|".join(" ".join(x.texts) for x in predictions) == expected
+
+
+def test_a_model_writes_its_predictions_as_a_file_of_columns(tagger, tmp_path):
+  """Catches predictions of words that no program for CoNLL can read."""
+  model = random_models.saved(tagger, tmp_path / "model")
+  rows = [(["Tom", "10 000"], ["B-PER", "O"]), (["sat"], ["O"])]
+  found = predict(model, [words for words, _ in rows])
+  tuned_model = finetune.finetune(
+    model, rows, preset="tagging", epochs=0, output=tmp_path, quiet=True
+  )
+  path = tuned_model["own"].folder / "own-test.conll"
+  columns = conll.Columns(tag=1, width=3)
+  assert [s.label for s in conll.read_known(path, columns)] == [
+    tuple(tags) for _, tags in rows
+  ]
+  columns = columns._replace(tag=2)
+  for sentence, (words, _), one in zip(
+    conll.read_known(path, columns), rows, found, strict=True
+  ):
+    assert sentence.texts == tuple(words)
+    assert sentence.label == one.labels
 
 
 @pytest.mark.slow

@@ -43,6 +43,8 @@ from antlm_jax.evals.finetuning.tag_schemes import (
   word_accuracy,
 )
 from antlm_jax.evals.finetuning.task import (
+  Answers,
+  Examples,
   Param,
   Params,
   Preset,
@@ -468,6 +470,7 @@ def _word_task(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
     head=Tagger(classes),
     metrics={"accuracy": word_accuracy},
     main_metric="accuracy",
+    texts=functools.partial(_prediction_files, classes),
     by_class=functools.partial(tag_counts, classes),
     baseline="one tag",
     trivial=lambda examples: [
@@ -484,10 +487,35 @@ def _entity_task(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
     head=Tagger(classes),
     metrics={"entity_f1": entity_f1(classes), "sentence_f1": sentence_f1},
     main_metric="entity_f1",
+    texts=functools.partial(_prediction_files, classes),
     by_class=functools.partial(entity_counts, classes),
     baseline="all O",
     trivial=lambda examples: [[[outside] * len(e.texts) for e in examples]],
   )
+
+
+def _prediction_files(
+  classes: Sequence[str], examples: Examples, predictions: Answers
+) -> dict[str, str]:
+  """Returns a file of columns of each set: a word, its tag, and the predicted.
+
+  A word without a prediction has the tag `_`.
+  """
+  names = {_NOWHERE: "_", **dict(enumerate(classes))}
+  out = {}
+  for name in examples:
+    lines = []
+    for sentence, predicted in zip(
+      examples[name], predictions[name], strict=True
+    ):
+      rows = zip(sentence.texts, sentence.label, predicted, strict=True)
+      for word, tag, guess in rows:
+        # A word of records may have tabs.
+        parts = " ".join(word.split()), names[tag], names[guess]
+        lines.append("\t".join(parts) + "\n")
+      lines.append("\n")
+    out[f"{name}.conll"] = "".join(lines)
+  return out
 
 
 def _examples(
