@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -183,3 +184,13 @@ def test_a_preparation_goes_on_with_other_cores(tmp_path, monkeypatch):
     asked.begin()
     tasks.append(asked.tasks)
   assert tasks == [2, 2]
+
+
+def test_quiet_calls_show_no_warnings_of_orbax(caplog):
+  """Catches a slow save that prints a line, and warnings lost afterwards."""
+  log = logging.getLogger("absl")
+  with progress.quietly():
+    log.warning("Waiting for previous save to complete took 1.15 seconds.")
+  with progress.quietly(False):
+    log.warning("shown")
+  assert [record.message for record in caplog.records] == ["shown"]

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import errno
+import logging
 import os
 import sys
 import threading
@@ -20,12 +21,21 @@ _QUIET = contextvars.ContextVar("quiet", default=False)
 
 @contextlib.contextmanager
 def quietly(quiet: bool = True) -> Iterator[None]:
-  """Shows no lines and no bars in its block, if `quiet`."""
+  """Shows no lines and no bars in its block, if `quiet`.
+
+  This includes the warnings of orbax, such as of a save that takes a second.
+  """
+  if quiet:
+    logging.getLogger("absl").addFilter(_is_shown)
   before = _QUIET.set(quiet or _QUIET.get())
   try:
     yield
   finally:
     _QUIET.reset(before)
+
+
+def _is_shown(_: logging.LogRecord) -> bool:
+  return not _QUIET.get()
 
 
 def is_quiet() -> bool:
