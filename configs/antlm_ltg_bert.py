@@ -1,4 +1,4 @@
-"""AntLM on LTG-BERT (arXiv 2412.03275): 98M parameters, 6C+60M+6C epochs.
+"""AntLM on LTG-BERT (arXiv 2412.03275): 6C+60M+6C epochs, from memory.
 
     antlm prepare --text=BABYLM_FOLDER --output=data/babylm \\
       --kind=wordpiece --vocab_size=16384 --seq_len=128

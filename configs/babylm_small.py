@@ -1,4 +1,4 @@
-"""A small AntLM on real text that a CPU can train: 5M parameters.
+"""A small model of both modes on real text that a CPU can train.
 
     antlm prepare --text=BABYLM_FOLDER --output=data/babylm \\
       --vocab_size=8192 --seq_len=128
