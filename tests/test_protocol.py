@@ -90,7 +90,8 @@ def test_steps_go_through_epochs_and_are_evaluated_once(
 
   monkeypatch.setattr(progress, "track", track)
   (outcome,) = loop.fit(loaded, task, data, settings, [TrialRun(1e-3, 0)])
-  assert taken == [12] and len(outcome.epochs) == 1
+  # One training, and one evaluation of dev and of test.
+  assert taken == [12, 1, 2] and len(outcome.epochs) == 1
   (steps,) = loop._training_parts(data["train"], settings, [TrialRun(1e-3, 0)])
   one_epoch = dataclasses.replace(settings, steps=0, epochs=1)
   (first,) = loop._training_parts(data["train"], one_epoch, [TrialRun(1e-3, 0)])
