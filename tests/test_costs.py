@@ -174,7 +174,7 @@ def test_the_table_of_own_text_is_that_of_its_forecasts(capsys):
   assert f"| {minutes:.0f} min |" in printed
   lines = printed.splitlines()[2:]
   configs = {line.split("|")[-2] for line in lines}
-  assert len(configs) == len(lines) == 15 and "error" not in printed
+  assert len(configs) == len(lines) == 16 and "error" not in printed
 
 
 @pytest.mark.slow
