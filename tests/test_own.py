@@ -132,7 +132,7 @@ def test_a_file_of_records(run, tmp_path, capsys):
       assert f"{100 * share:.1f}" in line
   assert scores["accuracy"] > majority
   # Other columns of the same file are other data.
-  told = r"another request \(.*data.*another folder as output"
+  told = r"another request \(.*data.*another --output"
   with pytest.raises(Exception, match=told):
     finetune.main(args(run, data, "--text_column=review,id"))
 

@@ -318,7 +318,7 @@ def test_data_of_another_form_is_told(run, tmp_path, task, name, text, words):
     ("--task=comps --pipeline=2024", "2024 pipeline has no task comps"),
     ("--task=ewok --pipeline=2024 --mode=mntp", "of the 2024 pipeline"),
     ("--task=blimp --temperature=0", "is not over 0"),
-    ("--task=blimp", "no such folder of pairs: nowhere"),
+    ("--task=blimp", "nowhere holds no pairs: no such folder"),
     (f"--task=blimp --data={'a' * 5000}", "too long for a path"),
     ("--task=other", "task='other' is no zero-shot task"),
     ("", "required: --task"),

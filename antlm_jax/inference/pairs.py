@@ -107,7 +107,7 @@ def _item_files(path, kind: str) -> list[pathlib.Path]:
     if path.is_file():
       return [path]
     if why := files.absent(path):
-      raise UserError(f"no such folder of {kind}: {path} ({why})")
+      raise UserError(f"{path} holds no {kind}: {why}")
     names = sorted(file.name for file in path.iterdir())
   return [
     path / name

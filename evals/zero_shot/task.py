@@ -213,6 +213,9 @@ def evaluate(
     UserError: A name or a value is wrong, the model or the data cannot be read,
       or the output cannot be written or has results of another request.
   """
+  is_path = data is None or isinstance(data, str | os.PathLike)
+  if is_path or not TASKS[task].in_memory:
+    settings_lib.require_path(data, "data")
   mode = mode_of(model, mode, step)
   task_settings = build_settings(task, data, mode, settings)
   zero_shot_task = TASKS[task]
@@ -276,8 +279,7 @@ def build_settings(
   task_settings = settings_lib.build(section, settings)
   # Refuses a mode or a task that the pipeline lacks.
   pipelines.options(task_settings.pipeline, mode, task)
-  if isinstance(data, str | os.PathLike) or not TASKS[task].in_memory:
-    settings_lib.require_path(data, "data")
+  if isinstance(data, os.PathLike):
     data = os.fspath(data)
   return dataclasses.replace(task_settings, data=data, mode=mode)
 
