@@ -244,7 +244,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
       "data.random_offset=true;objectives.M.choice=covering",
       "M.choice=covering.*data.random_offset=True",
     ),
-    ("eval.pairs=/nowhere", "no such folder of pairs: /nowhere"),
+    ("eval.pairs=/nowhere", "/nowhere holds no pairs: no such folder"),
     (
       "init.checkpoint={whole};model.width=48;model.dropout=0.1",
       "checkpoints/60 is of another model.*model.width was 32, is 48",
