@@ -293,11 +293,11 @@ def _task_names(preset: str, task_names: str, data: sets.Data) -> list[str]:
   is_file = is_path and not is_folder and pathlib.Path(data).suffix
   if not PRESETS[preset].in_memory and (is_file or not is_path):
     presets = ", ".join(name for name in PRESETS if PRESETS[name].in_memory)
-    own = "pairs" if preset == "retrieval" else "classification"
+    similar = "pairs" if preset == "retrieval" else "classification"
     raise UserError(
       f"preset {preset} reads a folder of files"
       f"{f', not {data}' * bool(is_file)}; for your own examples, choose a"
-      f" preset ({presets}), such as preset={own}"
+      f" preset ({presets}), such as preset={similar}"
     )
   names = PRESETS[preset].named(task_names)
   # Your own examples, or your own file, are no folder of known sets.

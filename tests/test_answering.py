@@ -392,7 +392,7 @@ def test_records_keep_the_rules_of_squads_form(tmp_path, file):
 
 
 def test_the_key_data_may_have_records(tmp_path):
-  """Catches a form of transformers' run_qa.py that is told to be SQuAD's."""
+  """Catches records of transformers' run_qa.py that are read as SQuAD's."""
   row = {"id": "a", "question": "Who?", "context": CONTEXT, "answers": ["near"]}
   path = tmp_path / "own.json"
   path.write_text(json.dumps({"version": 1, "data": [row, row]}))

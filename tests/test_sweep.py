@@ -247,7 +247,8 @@ def test_the_parts_of_items_in_a_ratio_are_the_jackknifes():
   numbers = np.random.default_rng(0).normal(size=(2, 3000)).cumsum(axis=0)
   found = item_scores(regression.spearman, *numbers.tolist())
   value = regression.spearman(*numbers)
-  # Of rank correlations, (1 + r^2 / 2) (1 - r^2)^2 (Bonett and Wright 2000)
+  # The variance of rank correlations (Bonett and Wright 2000) is
+  # (1 + r^2 / 2) (1 - r^2)^2.
   expected = (1 + value**2 / 2) ** 0.5 * (1 - value**2)
   assert found.mean() == pytest.approx(value)
   assert found.std() == pytest.approx(expected, rel=0.1)

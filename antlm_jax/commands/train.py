@@ -333,17 +333,15 @@ def _parse_arguments(
     config = None
     values = "defaults"
     purpose = ""
-    try:
-      if name:
+    if name:
+      module = config_lib.config_module(name.partition(":")[0])
+      purpose = f"{module.__doc__ or ''}\n"
+      try:
         config = config_lib.load_config(name)
         values = f"the values of {name}"
-    except UserError:
-      config_lib.find_config(name.partition(":")[0])
-      if ":" in name:
-        raise  # else it may need an argument
-    if name:
-      path = config_lib.find_config(name.partition(":")[0])
-      purpose = f"{config_lib.config_module(path).__doc__ or ''}\n"
+      except UserError:
+        if ":" in name:
+          raise  # else it may need an argument
     settings = config_help.described(config)
     epilog = (
       f"{purpose}settings, each --config.KEY=VALUE, with {values}:\n{settings}"

@@ -282,11 +282,11 @@ def _summary_results(
     kind, label = _FIGURES.get(metric, (metric, metric))
     for name, scores in best["scores"].items():
       evaluation = summary["evaluations"][name]
-      others = {summary["baseline"]: evaluation["baseline"]}
-      others |= evaluation["references"]
+      baselines = {summary["baseline"]: evaluation["baseline"]}
+      baselines |= evaluation["references"]
       compared = ", ".join(
-        f"{other} {100 * figures[metric]:.1f} %"
-        for other, figures in others.items()
+        f"{baseline} {100 * figures[metric]:.1f} %"
+        for baseline, figures in baselines.items()
       )
       title = f"{label}, fine-tuned{part} ({compared})"
       yield _card_result(tag, name, kind, scores[metric], title)

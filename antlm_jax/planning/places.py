@@ -78,9 +78,9 @@ def parse_topology(
   known = kind if colon else _SMALLEST
   if any_gpus and kind == "gpu":
     known = "h100"
-  if known not in chips.NAMES or (not colon and not _SHAPE.fullmatch(shape)):
-    raise unknown_topology(topology)
   sizes = list(map(int, shape.split("x"))) if _SHAPE.fullmatch(shape) else []
+  if known not in chips.NAMES or not (colon or sizes):
+    raise unknown_topology(topology)
   place = Topology(known, shape if colon else "", math.prod(sizes))
   if place.is_tpu:
     example = TPUS[known]

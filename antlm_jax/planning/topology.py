@@ -34,11 +34,10 @@ def topology_devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   for an unknown topology or if the compiler is not installed.
   """
   place = places.parse_topology(topology, slices)
-  kind = topology.partition(":")[0]
-  if kind in gpus.GPUS:
-    return gpus.gpu_devices(place)
-  if kind not in TPUS:  # such as a number of chips
+  if not place.shape:  # a number of chips
     raise places.unknown_topology(topology)
+  if not place.is_tpu:
+    return gpus.gpu_devices(place)
   path = compilers.libtpu()
   if path is None:
     raise compilers.missing_compiler("TPUs", "plan-tpu", "libtpu")
@@ -46,7 +45,7 @@ def topology_devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
     os.environ.setdefault(name, value)
   os.environ.setdefault("TPU_LIBRARY_PATH", str(path))
   options = {"num_slices": slices} if slices > 1 else {}
-  if kind == "v4":
+  if place.kind == "v4":
     options["chip_config_name"] = "megacore"  # a v4 chip is one device
   try:
     with bundles.list_programs():
@@ -56,7 +55,7 @@ def topology_devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
     reason = str(error).splitlines()[0]
     raise UserError(
-      f"{topology!r} is not a TPU topology such as {TPUS[kind]}: {reason}"
+      f"{topology!r} is not a TPU topology such as {TPUS[place.kind]}: {reason}"
     ) from error
 
 

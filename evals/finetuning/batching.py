@@ -75,8 +75,9 @@ def warn_of_cut(
   count, total = rows.cut
   if count:
     limit = longest(loaded, max_length)
-    own = limit < max_length
-    limited_by = "the model's longest row" if own else "max_length"
+    limited_by = (
+      "the model's longest row" if limit < max_length else "max_length"
+    )
     progress.say(
       f"warning: {f'{name}: ' * bool(name)}{count:,} of {total:,} texts are cut"
       f" to fit {limit} tokens ({limited_by})"

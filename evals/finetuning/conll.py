@@ -64,8 +64,11 @@ def read_own(path: str, columns: Columns) -> list[Example]:
   """Reads the sentences of a user's file, as `read_known` does.
 
   Also raises a UserError for lines that hold no word and its tag: comments,
-  names of columns, whole sentences, and numbers or tags alone.
+  names of columns, whole sentences, and numbers or tags alone. In CoNLL-U, the
+  numbers tell that all lines are words.
   """
+  if columns.numbered:
+    return read_known(path, columns)
   blocks = _read_blocks(path, columns)
   lines = [line for block in blocks for line in block]
   words = [line.parts[columns.word] for line in lines]
@@ -79,7 +82,7 @@ def read_own(path: str, columns: Columns) -> list[Example]:
   return _sentences(path, columns, blocks)
 
 
-def width(path: str, tags: Collection[str]) -> int:
+def column_count(path: str, tags: Collection[str]) -> int:
   """Returns the number of columns of a file, or 0 for lines of text.
 
   Each line has as many columns. Tabs divide them, or a column has only tags, or
@@ -164,12 +167,16 @@ def _divide_blocks(path: str, columns: Columns) -> list[list[_Line]]:
   # \r\r\n at the end of one line.
   for text in re.split("\r*\n|\r", files.read_text(path, "sentences")):
     texts.append(text.replace(MARK, "").strip(" "))  # WNUT-17's lines have them
-  others = [text for text in texts if text[:1] != "#"]
-  tabs = any("\t" in text for text in others)
+  uncommented = [text for text in texts if text[:1] != "#"]
+  tabs = any("\t" in text for text in uncommented)
   divider = re.compile("\t" if tabs else " +")
-  others = [x for x in others if x.strip() and not x.startswith(_DOCUMENT)]
+  words = [
+    text
+    for text in uncommented
+    if text.strip() and not text.startswith(_DOCUMENT)
+  ]
   # A word # is not at the start of a line that begins with its number.
-  numbered = others and all(_ID.fullmatch(divider.split(x)[0]) for x in others)
+  numbered = words and all(_ID.fullmatch(divider.split(x)[0]) for x in words)
 
   def is_comment(text: str) -> bool:
     # A word has no space before a tab.

@@ -188,7 +188,9 @@ def load_retrieval_examples(
     for place, texts in sets.source_records(str(path), columns):
       record_values.nonempty(texts, place)
       pairs.append(Example(tuple(texts), id=place))
-    _warn_of_shared_queries(folder, paths, (pair.texts[0] for pair in pairs))
+    with progress.quietly(True):  # the evaluation sets have its warnings
+      queries = _texts_by_id(_table(folder / "queries"))
+    _warn_of_shared_queries(queries, paths, (pair.texts[0] for pair in pairs))
     return pairs
   corpus = _table(folder / "corpus")
   queries = _texts_by_id(_table(folder / "queries"))
@@ -207,7 +209,7 @@ def load_retrieval_examples(
       sets.divide_training_set(list(relevant.items()))[split != "train"]
     )
   if split == "train":
-    _warn_of_shared_queries(folder, paths, map(queries.get, relevant))
+    _warn_of_shared_queries(queries, paths, map(queries.get, relevant))
     return [
       Example((queries[query], documents[name]), None, f"{query} {name}")
       for query, judgements in relevant.items()
@@ -221,14 +223,13 @@ def load_retrieval_examples(
 
 
 def _warn_of_shared_queries(
-  folder: pathlib.Path,
+  queries: Mapping[str, str],
   paths: Mapping[str, pathlib.Path],
   train_queries: Iterable[str],
 ) -> None:
   """Warns of queries of an evaluation set that are also trained on."""
   train = set(map(record_values.same_text, train_queries))
   with progress.quietly(True):  # the evaluation sets have their own warnings
-    queries = _texts_by_id(_table(folder / "queries"))
     texts = {
       split: [queries[query] for query in _relevant(path, queries)]
       for split, path in paths.items()

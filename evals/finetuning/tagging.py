@@ -592,7 +592,7 @@ def read_words(
   else:
     # A .tsv without a number has records.
     is_tsv = readers.kind(path) == ".tsv"
-    width = 0 if is_tsv else conll.width(path, tags)
+    width = 0 if is_tsv else conll.column_count(path, tags)
     if not width:
       return None
     if width != form.width or columns:
@@ -600,8 +600,7 @@ def read_words(
         f"{path} has columns, not sentences: choose the number of the words'"
         " column (from 1) as text_column"
       )
-  read = conll.read_known if is_conllu else conll.read_own
-  return [Example(sentence.texts) for sentence in read(path, form)]
+  return [Example(sentence.texts) for sentence in conll.read_own(path, form)]
 
 
 def _read_sentences(
@@ -609,9 +608,7 @@ def _read_sentences(
 ) -> Iterator[Example]:
   """Yields a source's sentences, whose labels are the names of tags."""
   if isinstance(source, str) and _is_columns(source):
-    columns = options.file_columns(source)
-    read = conll.read_known if columns.numbered else conll.read_own
-    for sentence in read(source, columns):
+    for sentence in conll.read_own(source, options.file_columns(source)):
       tags = _tag_names(sentence.label, names, sentence.id)
       yield sentence._replace(label=tags)
     return
